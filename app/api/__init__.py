@@ -1,0 +1,1 @@
+"""The edge: HTTP in, frozen requests out; stored bytes in, SSE frames out."""

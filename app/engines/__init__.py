@@ -1,0 +1,1 @@
+"""Engines: tokens (or chat chunks) for a prompt."""

@@ -1,0 +1,1 @@
+"""Model families: items to prompts, and engine output to what was said."""

@@ -1,0 +1,1 @@
+"""The core: pure, synchronous functions over events. No clock, no randomness, no I/O."""

@@ -1,0 +1,1 @@
+"""The edge, in process: requests through the ASGI application over a hand-written service."""

@@ -1,0 +1,1 @@
+"""What a server tells of itself: log lines, numbers, trace headers."""
