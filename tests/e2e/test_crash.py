@@ -35,13 +35,14 @@ def assert_died(response: dict[str, Any]) -> None:
 def test_a_restarted_server_runs_what_waited_and_goes_on_with_what_had_begun(
     fleet: Fleet, judge: Judge, fake: FakeVllm
 ) -> None:
-    fake.script(HELD | {"repeat": 2}, {"text": "<|channel|>final<|message|>At last.<|return|>"}, AT_ONCE)
+    at_last = {"text": "<|channel|>final<|message|>At last.<|return|>", "match": "Wait."}
+    fake.script(at_last, HELD | {"repeat": 2}, AT_ONCE)
     first = fleet.start(max_concurrent_runs=2)
     api = Api(first.url, judge)
     with api.stream(background=True) as begun, api.stream(store=True) as foreground:
         begun.until("response.output_text.delta")
         foreground.until("response.output_text.delta")
-        waiting = api.create(background=True)
+        waiting = api.create(background=True, input="Wait.")
         first.kill()
         shown = begun.read_until_cut()
         foreground.read_until_cut()
@@ -67,7 +68,7 @@ def test_a_restarted_server_runs_what_waited_and_goes_on_with_what_had_begun(
 def test_readers_elsewhere_see_one_stream_when_its_process_is_killed(
     fleet: Fleet, judge: Judge, fake: FakeVllm
 ) -> None:
-    fake.script(HELD, ENDLESS)
+    fake.script(ENDLESS | {"match": "For ever."}, HELD)
     owner = fleet.start()
     here = Api(owner.url, judge)
     with here.stream(background=True) as dying, here.stream(background=True, input="For ever.") as unwanted:

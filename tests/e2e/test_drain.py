@@ -49,13 +49,14 @@ def test_at_the_deadline_foreground_fails_and_background_is_left_for_others(
 ) -> None:
     short = {"load": {"tokens": 600}}
     held = short | {"pace_ms": 5, "repeat": 2, "fault": {"kind": "hold", "after": 300}}
-    fake.script(held, {"text": "<|channel|>final<|message|>At last.<|return|>"}, short)
+    at_last = {"text": "<|channel|>final<|message|>At last.<|return|>", "match": "Wait."}
+    fake.script(at_last, held, short)
     server = fleet.start(drain_seconds=0.2, max_concurrent_runs=2)
     api = Api(server.url, judge)
     with api.stream() as foreground, api.stream(background=True) as background:
         foreground.until("response.output_text.delta")
         background.until("response.output_text.delta")
-        waiting = api.create(background=True)
+        waiting = api.create(background=True, input="Wait.")
         server.signal(signal.SIGTERM)
         end = foreground.read()[-2:]
         shown = background.read_until_cut()
