@@ -194,7 +194,7 @@ class DeathContract:
         assert closed.events == await collect(heir, "resp_closed")
 
     async def test_a_fenced_writer_commits_nothing(self, shared: Backend) -> None:
-        fenced, heir = await shared.start(wait_seconds=0.1), await shared.start()
+        fenced, heir = await shared.start(), await shared.start()
         told: list[bool] = []
         fenced.on_fenced = lambda: told.append(True)
         runs = [await Run(fenced, f"resp_{number}").open() for number in range(3)]
@@ -203,6 +203,7 @@ class DeathContract:
         outcomes = await asyncio.gather(*appends, return_exceptions=True)
         assert [Fenced] * 3 == [type(one) for one in outcomes]
         assert told == [True]
+        fenced._openings._seconds = 0.1
         with pytest.raises(Fenced):
             await fenced.open(header("resp_new"), [b"0"], queued=False)
         for run in runs:

@@ -144,10 +144,10 @@ async def test_a_stream_that_can_not_be_read_for_its_end_gets_it_later(backend: 
 async def test_an_end_that_one_process_can_not_write_is_written_by_another(
     backend: Backend, error: Exception, logged: list[Any]
 ) -> None:
-    log: Log = await backend.start()
+    log: Log = await backend.start(lease_seconds=DEADLINE_SECONDS)
     mine = Unwilling(log)
     mine.ends = lambda: error
-    other = log if backend.url is None else await backend.start()
+    other = log if backend.url is None else await backend.start(lease_seconds=DEADLINE_SECONDS)
     async with asyncio.timeout(DEADLINE_SECONDS), Runs(limit=1) as runs, watching(other):
         run = await speak(runs, mine)
         readers = [start(collect(one, ID)) for one in (log, other)]
