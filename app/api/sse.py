@@ -23,6 +23,7 @@ HEADERS: Final = [
 ]
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
+FRAMES_PER_SEND: Final = 512  # a long replay is framed and sent by turns: its reader need not wait for all of it
 OBFUSCATION_LIMIT: Final = 16  # characters
 
 logger = structlog.get_logger(__name__)
@@ -42,7 +43,7 @@ def obfuscated(data: bytes) -> bytes:
 
 
 class EventStream:
-    """An ASGI answer that sends the spans of a stream as they come.
+    """An ASGI answer that sends the spans of a stream as they come, a long one by turns.
 
     Whatever ends it before the stream's end (a disconnect, a failing send, a cancelled task, an error of the reader)
     closes the reader and calls `on_abandon`.
@@ -79,8 +80,11 @@ class EventStream:
     async def _pump(self, send: Send) -> None:
         try:
             async for span in self._spans:
-                events = [obfuscated(data) for data in span.events] if self._obfuscate else span.events
-                await self._send(send, frames(events), more=True)
+                for start in range(0, len(span.events), FRAMES_PER_SEND):
+                    events = span.events[start : start + FRAMES_PER_SEND]
+                    if self._obfuscate:
+                        events = [obfuscated(data) for data in events]
+                    await self._send(send, frames(events), more=True)
             await self._send(send, DONE, more=False)
             self._complete = True
         except ResponseNotFound:

@@ -1,4 +1,4 @@
-"""The event stream on the wire: exact bytes, one send per span, and every way it can end."""
+"""The event stream on the wire: exact bytes, one send per span (some for a long one), and every way it can end."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ import structlog
 
 from app.api.application import build_app
 from app.api.options import EdgeOptions
-from app.api.sse import frames, obfuscated
+from app.api.sse import FRAMES_PER_SEND, frames, obfuscated
 from app.ports import Span
 from tests.api.asgi import Call
 from tests.api.fake_service import COMPLETED, CREATED, DELTA, EVENTS, FakeService, Feed
@@ -34,10 +34,22 @@ def test_no_events_are_no_bytes() -> None:
     assert frames([]) == b""
 
 
-async def test_every_span_is_one_send_and_done_is_the_last() -> None:
+async def test_a_span_is_one_send_and_done_is_the_last() -> None:
     async with created(FakeService()) as call:
         await call.end()
     assert call.bodies == [FRAMES[0], FRAMES[1] + FRAMES[2], DONE]
+    assert call.complete
+
+
+@pytest.mark.parametrize("count", [1, FRAMES_PER_SEND, FRAMES_PER_SEND + 1, 3 * FRAMES_PER_SEND - 1])
+async def test_a_long_span_is_sent_by_turns(count: int) -> None:
+    events = [CREATED, *[DELTA] * (count - 1)]
+    async with created(FakeService(feed=Feed(Span(0, events), Span(count, [COMPLETED]), None))) as call:
+        await call.end()
+    assert call.body == frames([*events, COMPLETED]) + DONE
+    assert [body.count(b"\nevent: ") + 1 for body in call.bodies[:-2]] == [
+        len(events[start : start + FRAMES_PER_SEND]) for start in range(0, count, FRAMES_PER_SEND)
+    ]
     assert call.complete
 
 
