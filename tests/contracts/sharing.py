@@ -1,10 +1,11 @@
 """The contract of logs that share one record: what one process does, all others see."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
-from app.errors import AppendRejected, Fenced, LogError, ResponseNotFound
+from app.errors import AppendRejected, Fenced, LogError, NotOwned, ResponseNotFound
 from app.log.commit import CrashPoints
 from app.log.journal import Pace
 from tests.contracts.logs import (
@@ -222,6 +223,24 @@ class DeathContract:
             await getattr(Run(fenced, "resp_new") if commit == "open" else run, commit)()
         assert run.events == list((await heir.read(run.id, after=-1)).events)
         assert await heir.header("resp_new") is None
+
+    @pytest.mark.parametrize("step", ["move", "release", "end"])
+    async def test_a_writer_changes_no_header_that_names_another_owner(self, shared: Backend, step: str) -> None:
+        pace = Pace(moved_after_events=5, moved_after_seconds=3600)
+        writer, heir = await shared.start(pace=pace), await shared.start()
+        run = await Run(writer).open()
+        number = heir._committer.identity.writer
+        await shared.execute(f"UPDATE responses SET owner = {number}")
+
+        async def is_another_ones() -> bool:
+            with suppress(NotOwned):
+                await (run.append() if step == "move" else run.end() if step == "end" else writer.release(run.id))
+                return False
+            return True
+
+        await until(is_another_ones)
+        assert list(await shared.query("SELECT owner, version, ended_at FROM responses")) == [(number, -1, None)]
+        assert list(await shared.query("SELECT first FROM segments")) == []
 
     async def test_readers_of_a_response_that_a_fenced_writer_releases_follow_the_heir(self, shared: Backend) -> None:
         fenced, heir = await shared.start(), await shared.start()
