@@ -20,6 +20,14 @@ START_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 60.0
 WAIT_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.01
+# `verbatim`, but who is not woken does not look for what is queued either.
+ONLY_WHEN_WOKEN: Final = """
+from dataclasses import replace
+from app import cli, main
+pace = main._pace
+main._pace = lambda settings: replace(pace(settings), claim=3600.0)
+cli.main()
+"""
 
 T = TypeVar("T")
 

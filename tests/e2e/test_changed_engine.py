@@ -16,14 +16,15 @@ from tests.ports import free_port
 @pytest.mark.parametrize("model", [HARMONY, CHAT])
 def test_an_engine_that_comes_back_with_another_model(tmp_path: Path, judge: Judge, model: str) -> None:
     with ExitStack() as old, ExitStack() as new:
-        engine = old.enter_context(fake_vllm())
+        port = str(free_port())  # none of those that the system gives to others while nobody listens
+        engine = old.enter_context(fake_vllm("--port", port))
         fleet = new.enter_context(
             Fleet(tmp_path / "fleet", f"sqlite:///{tmp_path / 'log.db'}", engine="vllm", engine_url=engine.url)
         )
         api = Api(fleet.start().url, judge, model=model)
         api.create(input="You are here.")
         old.close()
-        new.enter_context(fake_vllm("--port", str(engine.port), "--model", "another", "--model", "gpt-oss-other"))
+        new.enter_context(fake_vllm("--port", port, "--model", "another", "--model", "gpt-oss-other"))
 
         # the engine says so to the first one, and then this server knows it
         told = [api.refused(input="Are you there?", background=background) for background in (False, False, True)]
@@ -42,7 +43,8 @@ def test_an_engine_that_is_not_there_is_one_warning_at_the_start(
         server = fleet.start(**settings)
 
         def warnings() -> list[str]:
-            lines = [json.loads(line) for line in server.stderr.splitlines()]
+            whole, _, _ = server.stderr.rpartition("\n")
+            lines = [json.loads(line) for line in whole.splitlines()]
             return [line["event"] for line in lines if line["level"] == "warning"]
 
         eventually(warnings, what="the warning")

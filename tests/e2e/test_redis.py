@@ -9,20 +9,12 @@ import pytest
 
 from tests.e2e.client import ENDLESS, Api, text_of
 from tests.e2e.judge import Judge, frames
-from tests.e2e.serving import Fleet, eventually
+from tests.e2e.serving import ONLY_WHEN_WOKEN, Fleet, eventually
 from tests.fakes.running import FakeVllm
 from tests.servers import Valkey
 
 HELLO = "<|channel|>final<|message|>Hello.<|return|>"
 LONG = {"load": {"tokens": 5000}, "pace_ms": 10, "fault": {"kind": "hang", "after": 4990}}
-# `verbatim`, but who is not woken does not look for what is queued either.
-ONLY_WHEN_WOKEN = """
-from dataclasses import replace
-from app import cli, main
-pace = main._pace
-main._pace = lambda settings: replace(pace(settings), claim=3600.0)
-cli.main()
-"""
 
 
 @pytest.fixture
