@@ -150,6 +150,7 @@ async def test_a_request_that_was_not_taken_goes_to_another_engine_at_once(statu
     async with pool_of(engines, health, seconds=60) as (pool, members):
         prompt = await prompt_for(pool, "one")
         engines["one"] = saying("one", fault=refusing(status))
+        health.ill.add("one")  # a probe soon after must not bring it back
 
         assert await answer(pool, prompt) == "two"
         assert [member.name for member in members.best_first(b"")] == ["two"]
@@ -157,10 +158,12 @@ async def test_a_request_that_was_not_taken_goes_to_another_engine_at_once(statu
 
 @pytest.mark.parametrize("status", [400, 404, 422, 429, 500, 504])
 async def test_what_another_engine_could_not_do_better_is_not_tried_again(status: int) -> None:
+    health = Health("one", "two")
     engines = {"one": saying("one"), "two": saying("two")}
-    async with pool_of(engines, seconds=60) as (pool, members):
+    async with pool_of(engines, health, seconds=60) as (pool, members):
         prompt = await prompt_for(pool, "one")
         engines["one"] = saying("one", fault=refusing(status))
+        health.ill.add("one")
 
         with pytest.raises(EngineRefused, match="not now") as refused:
             await answer(pool, prompt)
@@ -170,10 +173,12 @@ async def test_what_another_engine_could_not_do_better_is_not_tried_again(status
 
 
 async def test_an_engine_that_breaks_off_after_it_accepted_is_not_replaced_but_set_aside() -> None:
+    health = Health("one", "two")
     engines = {"one": saying("one"), "two": saying("two")}
-    async with pool_of(engines, seconds=60) as (pool, members):
+    async with pool_of(engines, health, seconds=60) as (pool, members):
         prompt = await prompt_for(pool, "one")
         engines["one"] = saying("one", fault=Fault(kind="reset", after=1))
+        health.ill.add("one")
         told: list[Tokens] = []
 
         with pytest.raises(EngineFailed):
@@ -235,17 +240,20 @@ async def test_engines_that_are_all_ill_are_tried_nevertheless() -> None:
         assert await answer(pool, prompt_of(1)) in ("one", "two")
 
 
+def watching() -> set[str]:
+    """The tasks that probe."""
+    return {name for task in asyncio.all_tasks() if (name := task.get_name()).startswith(("engine pool", "watch "))}
+
+
 async def test_nobody_is_probed_before_the_first_request_nor_after_the_end() -> None:
     health = Health("one", "two")
     async with pool_of({"one": saying("one"), "two": saying("two")}, health) as (pool, _):
-        await asyncio.sleep(0)
-        assert set(health.asked.values()) == {0}
+        assert watching() == set()
         await answer(pool, prompt_of(1))
         await until(lambda: all(health.asked.values()))
+        assert watching() == {"engine pool", "watch one", "watch two"}
         await pool.close()
-        asked = dict(health.asked)
-        await asyncio.sleep(0)
-        assert health.asked == asked
+        assert watching() == set()
 
 
 async def test_cards_come_from_any_engine_that_is_there(nowhere: str) -> None:
@@ -314,7 +322,14 @@ async def test_an_engine_that_was_set_aside_is_asked_for_what_the_others_lack() 
 
 
 async def test_an_engine_that_is_not_there_is_passed_over(nowhere: str) -> None:
-    async with pool_of({"one": VllmEngine(nowhere), "two": saying("two")}, seconds=60) as (pool, members):
+    health = Health("one", "two")
+    engines: dict[str, TokenEngine] = {"one": saying("one"), "two": saying("two")}
+    async with pool_of(engines, health, seconds=60) as (pool, members):
+        prompt = await prompt_for(pool, "one")
+        engines["one"] = VllmEngine(nowhere)
+        health.ill.add("one")
+
+        assert await answer(pool, prompt) == "two"
         assert {await answer(pool, prompt_of(number)) for number in range(1, 10)} == {"two"}
         assert [member.name for member in members.best_first(b"")] == ["two"]
 

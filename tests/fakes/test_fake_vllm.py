@@ -82,8 +82,8 @@ def test_what_is_held_says_so_much_and_goes_on_when_it_is_released(fake: FakeVll
     with CLIENT.stream("POST", f"{fake.url}{path}", json=body) as answer:
         lines = (line for line in answer.iter_lines() if line)
         said = [next(lines) for _ in range(chunks)]
-        while fake.last()["state"] != "held":
-            assert fake.last()["state"] == "active"
+        while (state := fake.last()["state"]) != "held":
+            assert state == "active"
         fake.release()
         rest = list(lines)
     fake.script({"load": {"tokens": 20}})
