@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any, Final
 
 from tests.e2e.serving import Fleet
 from tests.faults.tier.conftest import LEASE_SECONDS
@@ -10,6 +11,7 @@ from tests.faults.tier.readers import Reader, Readers, reading, start, until
 from tests.faults.tier.turn import TOOLS, UNDISTURBED, Where, name, plain, positions, seen, visible, where
 from tests.oracle import assert_keeps_invariants
 
+LONG_LEASE_SECONDS: Final = 10
 EVERY_PLACE: set[Where] = {"reasoning", "message", "arguments", "between items", "header", "character"}
 
 
@@ -66,7 +68,9 @@ async def test_a_worker_may_die_at_any_token(fleet: Fleet, gate: Path) -> None:
 
 
 async def test_the_process_that_clients_read_from_may_die_at_any_token(fleet: Fleet, gate: Path) -> None:
-    front, other, _ = await start(fleet, {"worker": False}, {"worker": False}, {"command": "worker"})
+    kinds: list[dict[str, Any]] = [{"worker": False}, {"worker": False}, {"command": "worker"}]
+    # nobody waits for a lease here, and who is slow must not be held dead: what runs in the front ends with it
+    front, other, _ = await start(fleet, *(kind | {"lease_seconds": LONG_LEASE_SECONDS} for kind in kinds))
     async with reading() as readers:
         live = {position: create(readers, front.url, position) for position in positions()}
         elsewhere = readers.create(front.url, name(40), background=False)

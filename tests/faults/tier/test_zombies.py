@@ -16,6 +16,8 @@ from tests.oracle import assert_keeps_invariants
 
 SAID: Final = "and on " * 900
 STREAMS: Final = 8
+LONG_LEASE_SECONDS: Final = 4
+"""For a stream that can't go on elsewhere: its process must not be held dead before it stands still."""
 DIED: Final = "The process that ran this response died before the response was complete."
 
 
@@ -68,7 +70,7 @@ async def test_what_a_worker_says_after_its_lease_is_seen_by_nobody(fleet: Fleet
 async def test_a_foreground_stream_of_a_stopped_process_fails_once_and_the_process_serves_again(
     fleet: Fleet, gate: Path
 ) -> None:
-    zombie, heir = await start(fleet, {}, {})
+    zombie, heir = await start(fleet, *[{"lease_seconds": LONG_LEASE_SECONDS}] * 2)
     async with reading() as readers:
         stream = readers.create(zombie.url, "Speak slowly.", background=False)
         await told_more([stream])
