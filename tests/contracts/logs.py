@@ -73,10 +73,12 @@ class Backend:
             await self.execute(f"CREATE FUNCTION unwilling() RETURNS trigger LANGUAGE plpgsql AS $${raising}$$")
             trigger = f"FOR EACH ROW WHEN ({change}) EXECUTE FUNCTION unwilling()"
             await self.execute(f"CREATE TRIGGER unwilling BEFORE UPDATE ON responses {trigger}")
-        yield
-        await self.execute(f"DROP TRIGGER unwilling {of_table}")
-        if of_table:
-            await self.execute("DROP FUNCTION unwilling")
+        try:
+            yield
+        finally:
+            await self.execute(f"DROP TRIGGER unwilling {of_table}")
+            if of_table:
+                await self.execute("DROP FUNCTION unwilling")
 
     async def stop(self) -> None:
         """Close what was started."""

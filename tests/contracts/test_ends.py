@@ -176,7 +176,7 @@ async def test_a_process_that_goes_leaves_a_refused_end_to_others(backend: Backe
 
 @pytest.mark.parametrize("change", ["NEW.ended_at IS NOT NULL", "NEW.owner IS NULL"])
 async def test_a_database_that_refuses_all_ends_for_a_while_gets_them_later(shared: Backend, change: str) -> None:
-    log, other = await shared.start(), await shared.start()
+    log, other = [await shared.start(lease_seconds=DEADLINE_SECONDS) for _ in range(2)]
     async with asyncio.timeout(DEADLINE_SECONDS), Runs(limit=1) as runs, watching(other), watching(log):
         async with shared.refusing(change):
             run = await speak(runs, log)

@@ -13,6 +13,7 @@ from app.log import redis
 from app.log.journal import Pace
 from app.log.redis import RedisTail
 from app.log.sql import SqlLog
+from app.ports import Wake
 from app.settings import load_settings
 from tests.contracts.logs import DEADLINE_SECONDS, Backend, Run, collect, start, until
 from tests.servers import Valkey
@@ -301,14 +302,28 @@ async def place(postgres_url: str, redis_url: str) -> AsyncIterator[Backend]:
 
 
 async def hears_wake_ups(log: SqlLog, other: SqlLog) -> None:
-    """Wait until what one process says reaches the other one."""
-    woken = Woken(other)
+    """Wait until what one process says reaches the other one, and all that it has said so far is heard."""
+    heard: list[str] = []
+    ear = other._tail._ear
+    on_wake = ear.on_wake
+
+    def hear(wake: Wake, response: str) -> None:
+        heard.append(response)
+        on_wake(wake, response)
+
+    ear.on_wake = hear
 
     async def woke() -> bool:
         log._tail.wake("queued")
-        return woken.queued.is_set()
+        return bool(heard)
+
+    async def last_is_heard() -> bool:
+        return "resp_last" in heard
 
     await until(woke)
+    log._tail.wake("claimed", "resp_last")
+    await until(last_is_heard)
+    ear.on_wake = on_wake
 
 
 async def test_while_the_tail_tells_news_the_record_is_not_asked(
@@ -422,10 +437,12 @@ async def test_a_released_response_wakes_all_processes(place: Backend) -> None:
 async def test_a_cancel_reaches_the_owner_at_once(place: Backend) -> None:
     owner, other, third = [await place.start() for _ in range(3)]
     await hears_wake_ups(other, owner)
+    await hears_wake_ups(other, third)
     await Run(owner).open()
     woken, not_meant = Woken(owner), Woken(third)
     await other.request_cancel("resp_1")
     await until(partial(_are, woken.cancelled, ["resp_1"]))
+    await hears_wake_ups(other, third)
     assert not_meant.cancelled == []
     assert list(await until(owner.beat)) == ["resp_1"]
 

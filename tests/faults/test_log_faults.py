@@ -13,6 +13,7 @@ from zstandard import ZstdError
 
 from app.errors import Fenced, LogError
 from app.log.commit import Commit, CrashPoints
+from app.log.journal import Pace
 from app.log.packing import Folded, Packing
 from app.log.schema import migrate
 from app.log.settling import Settling
@@ -20,6 +21,8 @@ from app.log.sql import SqlLog
 from tests.contracts.logs import DEADLINE_SECONDS, LEASE_SECONDS, Backend, Run, collect, deltas, start, until
 from tests.contracts.sharing import HASTY, buried
 from tests.servers import Postgres
+
+STAYS = Pace(moved_after_seconds=3600)  # what is in the journal is only there, however long a burial takes
 
 
 async def test_a_database_that_restarts_under_load_loses_nothing(tmp_path: Path) -> None:
@@ -120,7 +123,7 @@ async def test_settling_may_be_broken_off_and_done_again(place: Backend, monkeyp
 
 
 async def test_a_stream_with_a_hole_is_never_claimed(place: Backend) -> None:
-    dead, heir = [await place.start() for _ in range(2)]
+    dead, heir = await place.start(pace=STAYS), await place.start()
     good, bad = await Run(dead, "resp_good").open(), await Run(dead, "resp_bad").open()
     await bad.append()
     await place.execute("DELETE FROM journal WHERE n = 2")
@@ -303,7 +306,7 @@ async def _are_none(these: list[Exception]) -> bool:
 
 
 async def test_a_journal_that_can_not_be_read_keeps_no_other_writer_from_being_settled(place: Backend) -> None:
-    broken, dead, heir = [await place.start() for _ in range(3)]
+    broken, dead, heir = await place.start(pace=STAYS), await place.start(), await place.start()
     await Run(broken, "resp_broken").open()
     await Run(dead).open()
     await place.execute(f"UPDATE journal SET batch = substr(batch, 1, 4) WHERE writer = {_writer(broken)}")
