@@ -14,7 +14,7 @@ from tests.fakes.running import FakeVllm
 KEEP_ALIVE = b": keep-alive\n\n"
 PATIENCE: dict[str, dict[str, float]] = {
     "patient": {},
-    "impatient": {"stall_seconds": 0.5, "first_token_seconds": 1.2},
+    "impatient": {"stall_seconds": 0.5, "first_token_seconds": 2},
 }
 BROKEN = ("reset", "close", "cut", "error_chunk", "hang")
 
