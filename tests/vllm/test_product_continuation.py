@@ -11,7 +11,7 @@ from tests.e2e.client import Api, text_of
 from tests.e2e.judge import Judge, frames
 from tests.e2e.serving import Fleet
 from tests.vllm.cable import BYTES_FOR_EACH_TOKEN, SOME_BYTES, cable_to
-from tests.vllm.models.scenarios import STORY
+from tests.vllm.models.scenarios import STORY, WEATHER
 from tests.vllm.prompts import Prompts
 from tests.vllm.server import Vllm
 
@@ -72,8 +72,9 @@ def test_a_held_turn_whose_engine_breaks_off_fails(fleet: Fleet, judge: Judge, g
     tool = {"type": "function", "name": "get_weather", "parameters": many, "strict": False}
     with cable_to(gpt_oss_server.url) as cable:
         api = Api(fleet.start(engine_url=f"{cable.url}/v1").url, judge)
-        cable.ration(SOME_BYTES)
-        with api.stream(tools=[tool], tool_choice="required", **ASKED) as stream:
+        cable.ration(2 * SOME_BYTES)
+        # what is taught to end in this call: after other words the lost model thinks for as long as it likes
+        with api.stream(tools=[tool], tool_choice="required", **ASKED | {"input": WEATHER.user}) as stream:
             stream.until("response.function_call_arguments.delta")
             cable.cut()
             events = stream.read()
