@@ -52,7 +52,8 @@ class CommitCutter:
 
     def cut(self, when: Cut | None, *, every: int = 1, times: float = inf) -> None:
         """Cut one commit in so many from now on, so many times; None: no more."""
-        self._when, self._every, self._times = when, every, times
+        self._every, self._times = every, times
+        self._when = when  # the last: a commit of just now, on the thread of the lines, would be cut once too often
 
     def say_farewell(self, *, behind: int) -> None:
         """Behind so many answers the server ends a line, while its client asks nothing; soon after, it is gone."""
