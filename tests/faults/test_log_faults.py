@@ -22,7 +22,7 @@ from tests.contracts.logs import DEADLINE_SECONDS, LEASE_SECONDS, Backend, Run, 
 from tests.contracts.sharing import HASTY, buried
 from tests.servers import Postgres
 
-STAYS = Pace(moved_after_seconds=3600)  # what is in the journal is only there, however long a burial takes
+STAYS = Pace(moved_after_seconds=3600)  # what is in the journal is only there, however long anything takes
 
 
 async def test_a_database_that_restarts_under_load_loses_nothing(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ async def test_a_database_that_restarts_under_load_loses_nothing(tmp_path: Path)
 
 async def test_a_locked_table_keeps_no_beat_waiting(postgres_url: str) -> None:
     backend = Backend(postgres_url)
-    log, other = await backend.start(), await backend.start()
+    log, other = await backend.start(pace=STAYS), await backend.start()
     await Run(log, "resp_1").open()
     await other.request_cancel("resp_1")
     locking = await asyncpg.connect(postgres_url)
