@@ -22,6 +22,7 @@ from tests.contracts.logs import (
 )
 
 HASTY = Pace(moved_after_events=5, moved_after_seconds=0.01, kept_seconds=0.03, sweep_seconds=0.005)
+STAYS = Pace(moved_after_seconds=3600)  # what is in the journal is only there, however long anything takes
 
 
 class Once:

@@ -17,7 +17,7 @@ from app.log.schema import migrate
 from app.log.segments import SEGMENT_EVENTS
 from app.log.sql import SqlLog, open_log
 from tests.contracts.logs import DEADLINE_SECONDS, Backend, Run, collect, delta, start, until
-from tests.contracts.sharing import HASTY
+from tests.contracts.sharing import HASTY, STAYS
 
 
 async def test_a_finished_response_is_one_row_of_segments(shared: Backend) -> None:
@@ -83,7 +83,7 @@ async def test_the_journal_of_a_process_that_only_queues_is_trimmed_too(shared: 
 
 
 async def test_rows_of_the_journal_are_numbered_without_a_hole(shared: Backend) -> None:
-    log = await shared.start(pace=Pace(moved_after_seconds=3600))
+    log = await shared.start(pace=STAYS)
     runs = [await Run(log, f"resp_{number}").open() for number in range(4)]
     for _ in range(10):
         await asyncio.gather(*(run.append() for run in runs))

@@ -10,12 +10,12 @@ import pytest
 
 from app.errors import SettingsError
 from app.log import redis
-from app.log.journal import Pace
 from app.log.redis import RedisTail
 from app.log.sql import SqlLog
 from app.ports import Wake
 from app.settings import load_settings
 from tests.contracts.logs import DEADLINE_SECONDS, Backend, Run, collect, start, until
+from tests.contracts.sharing import STAYS
 from tests.servers import Valkey
 
 
@@ -384,7 +384,7 @@ async def test_a_quiet_tail_is_compared_with_the_record(place: Backend, monkeypa
 async def test_rows_that_are_told_while_somebody_joins_are_not_missed(
     place: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, other = await place.start(pace=Pace(moved_after_seconds=3600)), await place.start()
+    writer, other = await place.start(pace=STAYS), await place.start()
     run, late = await Run(writer).open(), await Run(writer, "resp_late").open()
     readers = [start(collect(other))]
     scanner = await until(partial(_scanner_of, other))

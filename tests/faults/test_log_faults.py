@@ -13,16 +13,13 @@ from zstandard import ZstdError
 
 from app.errors import Fenced, LogError
 from app.log.commit import Commit, CrashPoints
-from app.log.journal import Pace
 from app.log.packing import Folded, Packing
 from app.log.schema import migrate
 from app.log.settling import Settling
 from app.log.sql import SqlLog
 from tests.contracts.logs import DEADLINE_SECONDS, LEASE_SECONDS, Backend, Run, collect, deltas, start, until
-from tests.contracts.sharing import HASTY, buried
+from tests.contracts.sharing import HASTY, STAYS, buried
 from tests.servers import Postgres
-
-STAYS = Pace(moved_after_seconds=3600)  # what is in the journal is only there, however long anything takes
 
 
 async def test_a_database_that_restarts_under_load_loses_nothing(tmp_path: Path) -> None:
